@@ -30,7 +30,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import topr
 import train_gsm8k as gsm8k
-from toprlib import sampling, training
+from toprlib import dataset, sampling, training
 from toprlib.adafactor import Adafactor
 from toprlib.records import Example, Problem, Prompt, Task
 from toprlib.settings import Settings
@@ -98,6 +98,16 @@ def random_examples(prompts, per_prompt, seed=0):
             example = Example(prompt_ids, completion_ids, reward, sample, sample, token_logmu)
             examples.append(example)
     return examples
+
+
+def numbered(examples):
+    return [replace(example, line=line) for line, example in enumerate(examples)]
+
+
+def ordered_examples(prompts, per_prompt, uses_pairs=False):
+    """Random examples in an order of training."""
+    order = dataset.pair_examples if uses_pairs else dataset.shuffle_examples
+    return numbered(order(random_examples(prompts, per_prompt), random.Random(0)))
 
 
 def random_tokens(rng, most):

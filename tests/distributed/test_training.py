@@ -2,8 +2,6 @@
 
 import json
 import math
-import random
-from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -13,14 +11,14 @@ from helpers import (
     VOCABULARY,
     flat_gradients,
     flat_weights,
+    numbered,
     on_two_ranks,
-    plain_batch,
+    ordered_examples,
     random_examples,
     sharded_model,
     tiny_llama,
     whole,
 )
-from torch.nn.parallel import DistributedDataParallel
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import topr
@@ -33,20 +31,6 @@ from toprlib.records import Sample
 from toprlib.results import log_step
 from toprlib.settings import Settings
 from toprlib.training import load_checkpoint, save_checkpoint
-
-
-def numbered(examples):
-    return [replace(example, line=line) for line, example in enumerate(examples)]
-
-
-def shuffled_examples(prompts, per_prompt):
-    examples = random_examples(prompts, per_prompt)
-    return numbered(dataset.shuffle_examples(examples, random.Random(0)))
-
-
-def paired_examples(prompts, per_prompt):
-    examples = random_examples(prompts, per_prompt)
-    return numbered(dataset.pair_examples(examples, random.Random(0)))
 
 
 # ---- two ranks compute what one computes ---------------------------------------------------------
@@ -84,14 +68,15 @@ def run_steps(model, optimizer, steps, loss=topr.topr_loss):
 
 
 # method, examples, batch size, micro-batch size, pairs; 15 examples: the last step is short
-FIFTEEN = shuffled_examples(5, 3)
+FIFTEEN = ordered_examples(5, 3)
+PAIRS = ordered_examples(4, 3, uses_pairs=True)[:10]
 CASES = {
     "odd examples": ("topr", FIFTEEN, 3, 1),
     "ragged micro-batches": ("topr", FIFTEEN, 7, 4),
     "one example per step": ("tis", FIFTEEN[:3], 1, 1),
     "odd examples with PPO": ("ppo", FIFTEEN[:5], 5, 2),
-    "odd pairs": ("dpo", paired_examples(4, 3)[:10], 6, 2, True),
-    "odd pairs in larger micro-batches": ("dpo", paired_examples(4, 3)[:10], 10, 4, True),
+    "odd pairs": ("dpo", PAIRS, 6, 2, True),
+    "odd pairs in larger micro-batches": ("dpo", PAIRS, 10, 4, True),
 }
 
 
@@ -144,39 +129,6 @@ def test_two_ranks_score_like_one(on_two):
         assert actual == pytest.approx(expected, rel=1e-6)
 
 
-def ddp_gradients(inputs):
-    """The gradients that DDP leaves of unequal parts of a batch, for two denominators."""
-    token_logp, token_logmu, reward, mask = inputs
-    part = slice(0, 6) if rank() == 0 else slice(6, None)
-    count = len(reward)
-    gradients = []
-    for denominator in (count, count / ranks()):
-        # The model's output for the rows of the unit matrix is token_logp.
-        model = torch.nn.Linear(count, token_logp.shape[1], bias=False).double()
-        model.weight.data = token_logp.T.contiguous()
-        # In a variable of its own: it reduces gradients as long as it exists.
-        parallel = DistributedDataParallel(model)
-        output = parallel(torch.eye(count, dtype=torch.float64)[part])
-        loss = topr.topr_loss(
-            output, token_logmu[part], reward[part], mask[part], denominator=denominator
-        )
-        loss.backward()
-        gradients.append(model.weight.grad.T)
-    return gradients
-
-
-def test_denominator_for_processes_that_average(tmp_path):
-    """DDP averages gradients: the denominator is the number of completions over that of ranks."""
-    batch = plain_batch(random_examples(prompts=3, per_prompt=3))
-    logp = -torch.rand(batch.mask.shape, dtype=torch.float64).requires_grad_()
-    logp.retain_grad()
-    topr.topr_loss(logp, batch.token_logmu, batch.reward, batch.mask).backward()
-    inputs = (logp.detach(), batch.token_logmu, batch.reward, batch.mask)
-    of_all, of_share = on_two_ranks(ddp_gradients, tmp_path, inputs)
-    torch.testing.assert_close(of_share, logp.grad)
-    torch.testing.assert_close(of_all, logp.grad / 2)
-
-
 # ---- the log of a step ---------------------------------------------------------------------------
 def log_on_ranks(folder, log_ratios, step):
     """Whether log_step accepts the log-ratios of both ranks.
@@ -221,7 +173,7 @@ def train_in_both_ways(examples):
 
 
 def test_gradient_checkpointing_on_two_ranks_trains_the_same(tmp_path):
-    assert torch.equal(*on_two_ranks(train_in_both_ways, tmp_path, shuffled_examples(4, 1)))
+    assert torch.equal(*on_two_ranks(train_in_both_ways, tmp_path, ordered_examples(4, 1)))
 
 
 GATHER, SUM = "all_gather_single", "reduce_scatter_single"
@@ -243,7 +195,7 @@ def count_collectives(examples):
 
 
 def test_ranks_gather_weights_and_sum_gradients_once_in_a_step(tmp_path):
-    each, once = on_two_ranks(count_collectives, tmp_path, shuffled_examples(2, 3))
+    each, once = on_two_ranks(count_collectives, tmp_path, ordered_examples(2, 3))
     assert once == [3, 3]  # of two layers and the rest
     assert each == [9, 9]
 
@@ -261,7 +213,7 @@ def train_in_bfloat16():
     head = model.get_output_embeddings()
     head.register_forward_hook(lambda module, inputs, output: products.append(output.dtype))
     optimizer = training.Adafactor(model.parameters(), lr=5e-7)
-    run_steps(model, optimizer, plan_steps(shuffled_examples(3, 2), 2, 2))
+    run_steps(model, optimizer, plan_steps(ordered_examples(3, 2), 2, 2))
     weights = list(model.parameters())
     types |= {weight.dtype for weight in weights} | set(products)
     return types, (whole(weights) != before).float().mean().item()

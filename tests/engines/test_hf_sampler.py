@@ -12,7 +12,7 @@ from itertools import chain
 import pytest
 import torch
 from helpers import MODEL, PROMPT, check_seeds, check_stop_string, generate, make_prompts
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from toprlib import hf_sampler
 from toprlib.hf_sampler import hf_engine
@@ -47,22 +47,15 @@ def probabilities(model, prompt, settings, temperature, tokens=()):
                 yield longer, p_token * p_rest
 
 
-def untrained_model(sizes, dtype=torch.float32, scale=1.0, **config):
-    """A model with random weights, matrices multiplied by `scale` so that tokens differ."""
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(**config, **sizes)
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
-    for weight in model.parameters():
-        if weight.dim() > 1:
-            weight.data *= scale
-    return model
-
-
 @pytest.fixture
 def four_tokens(lm):
-    """A model of four tokens; 2 is the end."""
+    """An untrained model of four tokens, with large weights so that they differ; 2 is the end."""
+    torch.manual_seed(0)
     sizes = {"vocab_size": 4, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2}
-    model = untrained_model(sizes, scale=20, model_type="llama", num_attention_heads=2)
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2)).eval()
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            weight.data *= 20
     return lm._replace(model=model, ends=[2])
 
 
@@ -132,17 +125,6 @@ def test_batches_are_as_large_as_the_memory_allows(monkeypatch, make_hf_engine, 
 
 
 # ---- ends of completions -------------------------------------------------------------------------
-def test_a_completion_ends_with_its_end_of_sequence_or_is_cut(make_hf_engine, lm):
-    prompts = make_prompts(lm, [PROMPT])
-    for fields in generate(make_hf_engine(max_new_tokens=64), prompts, n=16)[0]:
-        assert fields["finish_reason"] == "stop"
-        assert fields["token_ids"].index(lm.ends[0]) == len(fields["token_ids"]) - 1
-        assert fields["completion"] == lm.tokenizer.decode(fields["token_ids"][:-1])
-    for fields in generate(make_hf_engine(max_new_tokens=3), prompts)[0]:
-        assert (fields["finish_reason"], len(fields["token_ids"])) == ("length", 3)
-        assert fields["completion"] == lm.tokenizer.decode(fields["token_ids"])
-
-
 def test_a_stop_string_ends_a_completion_and_is_kept(make_hf_engine, lm):
     """Also where padding is the end of sequence, and with a string that does not occur."""
     tokenizer = deepcopy(lm.tokenizer)
@@ -186,10 +168,6 @@ def test_weights_are_loaded_by_the_first_call_and_freed_at_the_end(make_hf_engin
     assert completions == generate(make_hf_engine(max_new_tokens=4), prompts)
 
 
-def sampling_threads():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("sampling")]
-
-
 def test_ctrl_c_stops_the_threads_that_sample(make_hf_engine, lm):
     """A signal reaches the main thread, which waits for a batch."""
     passes = []
@@ -208,5 +186,6 @@ def test_ctrl_c_stops_the_threads_that_sample(make_hf_engine, lm):
             generate(endless, prompts, n=1)
     finally:
         hook.remove()
-    assert sampling_threads() == []
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if name.startswith("sampling")]
     assert generate(make_hf_engine(max_new_tokens=8), prompts)  # as before

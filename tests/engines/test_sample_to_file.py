@@ -211,15 +211,6 @@ def test_two_ranks_sample_what_one_rank_samples(tmp_path):
 
 
 # ---- prompts -------------------------------------------------------------------------------------
-def test_prompts_have_the_text_and_the_tokens_of_their_problems(lm):
-    problems = [Problem("How many?"), Problem("How many figs are left?")]
-    task = Task("own", [], [], grade=zip, prompt=lambda problem: f"Q: {problem.question}")
-    texts = ["Q: How many?", "Q: How many figs are left?"]
-    assert make_prompts(task, problems, lm, Settings()) == [
-        Prompt(problem, text, lm.tokenizer(text)["input_ids"])
-        for problem, text in zip(problems, texts, strict=True)
-    ]
-    assert make_prompts(task, [], lm, Settings()) == []
 
 
 def test_the_longest_prompt_may_just_fill_the_context(lm):

@@ -185,10 +185,6 @@ def read_lines(file):
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
-def read_json(file):
-    return json.loads(file.read_text(encoding="utf-8"))
-
-
 def model_before(run, iteration):
     """The model that starts an iteration, which is its mu."""
     if iteration == 1:
@@ -636,6 +632,6 @@ def leaves(value, path=""):
 
 
 def test_results_are_those_of_the_files(run):
-    results = read_json(run / "results.json")
+    results = json.loads((run / "results.json").read_text(encoding="utf-8"))
     del results["versions"]
     assert leaves(results) == pytest.approx(leaves(expected_results(run)))

@@ -36,14 +36,7 @@ def run_command(monkeypatch, *arguments):
 # ---- options -------------------------------------------------------------------------------------
 OPTIONS = [
     *("--dtype bf16", "--lr 1e-5,", "--n 1.5", "--limits 1", "--lrr 1", "nosuchpreset"),
-    *(
-        "--k 0",
-        "--lr -1",
-        "--lr nan",
-        "--lr inf",
-        "--temperature 0",
-        "--baseline inf",
-    ),
+    *("--k 0", "--lr -1", "--lr nan", "--lr inf", "--temperature 0", "--baseline inf"),
     *("--eval-samples 1", "--top-k -2", "--proportion 1", "--save-every 0", "--seed -1"),
     *("--limits 2 1 0 1", "--limits nan 1 0 1", "--method ppo --limits 1 1 0 1"),
     *("--method dpo --baseline 1", "--effective-proportion 0.5 --baseline 0.1"),
@@ -93,7 +86,6 @@ def test_output_that_a_terminal_cannot_show_does_not_end_a_run(monkeypatch):
 # ---- own samples ---------------------------------------------------------------------------------
 SAMPLES = {  # lines, changes of settings, what the message has to name
     "messages": ([ROW, ROW | {"prompt": [{"role": "user", "content": "Q"}]}], {}, ":2: prompt"),
-    "reward as text": ([ROW, ROW | {"reward": "1"}], {}, ":2: reward"),
     "no log mu to trust": ([ROW], {"trust_logmu": True}, "sample 1: token_logmu"),
     "text after the end": ([ROW, ROW | {"completion": " 7.<eos>\n"}], {}, "sample 2: text after"),
     "nothing selected": ([ROW], {"composition": "positives_only"}, "--composition"),
@@ -150,9 +142,6 @@ def test_log_mu_of_another_distribution_is_a_warning(run, tmp_path, capsys, shif
     file = write_rows(tmp_path / "own.jsonl", rows)
     run_small(tmp_path / "run", samples=file, test_problems=0, trust_logmu=True)
     assert ("warning: step 1" in capsys.readouterr().out) == is_warned
-    examples = read_rows(tmp_path / "run" / "iteration-1" / "train.jsonl")
-    for example in examples:
-        assert example["token_logmu"] == rows[example["sample"]]["token_logmu"]
 
 
 # ---- models --------------------------------------------------------------------------------------
@@ -283,10 +272,3 @@ def test_number_of_ranks_belongs_to_a_run(run, tmp_path, monkeypatch):
         run_small(folder, **TWO_ITERATIONS)
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert Settings().to_config()["ranks"] == 2
-
-
-def test_folder_that_is_a_file_keeps_its_content(tmp_path):
-    (tmp_path / "run").write_text("something")
-    with pytest.raises(OSError, match="exists"):
-        run_small(tmp_path / "run")
-    assert (tmp_path / "run").read_text() == "something"

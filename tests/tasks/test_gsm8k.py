@@ -1,8 +1,7 @@
-"""The task GSM8K: answers, gold answers, grades and prompts."""
+"""The task GSM8K: answers, gold answers, grades and prompts; see test_audit.py, too."""
 
 import os
 import sys
-from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 
 import train_gsm8k as gsm8k
 from toprlib.records import Problem
-from toprlib.settings import TINY, Settings
+from toprlib.settings import Settings
 
 NUMBERS = st.integers(-(10**9), 10**9)
 
@@ -189,6 +188,7 @@ def test_long_text_takes_no_long_time():
 def test_the_gold_answer_is_the_number_after_the_last_mark(tmp_path):
     answers = ["so\n#### 18", "#### 1,080", "#### -3", "#### 2.5", "#### 1\n#### $2"]
     rows = [{"question": f"{number}?", "answer": text} for number, text in enumerate(answers)]
+    rows[2] |= {"id": 7, "tags": None}  # other columns are ignored
     write_rows(tmp_path / "train.jsonl", rows)
     problems = gsm8k.load_problems(str(tmp_path), "train")
     expected = [Decimal(gold) for gold in ("18", "1080", "-3", "2.5", "2")]
@@ -204,13 +204,6 @@ def test_the_hub_has_the_same_problems(monkeypatch):
     [problem] = gsm8k.load_problems("openai/gsm8k", "train")
     assert (problem.question, problem.gold) == ("1 + 1?", 2)
     load_dataset.assert_called_once_with("openai/gsm8k", "main", split="train")
-
-
-def test_other_columns_of_a_row_are_ignored(tmp_path):
-    row = {"id": 7, "question": "1 + 1?", "answer": "#### 2", "tags": None}
-    write_rows(tmp_path / "test.jsonl", [row])
-    [problem] = gsm8k.load_problems(str(tmp_path), "test")
-    assert (problem.question, problem.gold) == ("1 + 1?", Decimal(2))
 
 
 @pytest.fixture
@@ -239,11 +232,6 @@ def test_all_gold_answers_of_gsm8k_are_read_and_grade_as_correct(real):
 
 
 # ---- the task ------------------------------------------------------------------------------------
-def test_the_task_has_the_first_problems_of_each_split():
-    settings = Settings(problems=3, test_problems=2)
-    task = gsm8k.gsm8k_task(settings)
-    assert task.train == gsm8k.load_problems(str(TINY), "train")[:3]
-    assert task.test == gsm8k.load_problems(str(TINY), "test")[:2]
 
 
 def test_problems_that_a_run_does_not_use_are_not_loaded(tmp_path):
@@ -266,10 +254,3 @@ def test_worked_examples_precede_the_question_and_the_next_question_ends_a_compl
         assert asked.startswith("Q: ")
         assert gsm8k.parse_answer(answer) is not None
     assert task.stop == ("\nQ:",)
-
-
-def test_without_worked_examples_the_prompt_is_the_question():
-    task = gsm8k.gsm8k_task(Settings())
-    problem = replace(task.test[0], question="1 + 1?")
-    assert task.prompt(problem) == "Q: 1 + 1?\nA:"
-    assert task.stop == ()

@@ -12,21 +12,12 @@ from helpers import ROOT, read_rows
 import train_gsm8k as gsm8k
 from examples import strict_format
 from toprlib.records import Grade, InputError, Problem
-from toprlib.settings import TINY, Settings
+from toprlib.settings import TINY, Settings, read_settings
 
-SMALL = Settings(
-    model=str(TINY / "base"),  # which makes mistakes in sums
-    problems=3,
-    n=4,
-    max_new_tokens=48,
-    batch_size=6,
-    test_problems=2,
-    eval_samples=4,
-    k=2,
-    evaluate_after=(),
-)
 OPTIONS = """--problems 3 --n 4 --max-new-tokens 48 --batch-size 6 --test-problems 2
-    --eval-samples 4 --k 2 --evaluate-after --model"""
+    --eval-samples 4 --k 2 --evaluate-after --model""".split()
+OPTIONS.append(str(TINY / "base"))  # which makes mistakes in sums
+SMALL = read_settings(OPTIONS, {"laptop": Settings()})
 
 
 # ---- the program on the page and the example, as commands ----------------------------------------
@@ -57,7 +48,7 @@ def grade_format(row):
 def test_a_task_is_a_command_that_trains_on_its_rewards(name, grade, tmp_path, monkeypatch):
     (tmp_path / "my_task.py").write_text(PROGRAM, encoding="utf-8")
     file = tmp_path / "my_task.py" if name == "my_task" else ROOT / "examples" / f"{name}.py"
-    monkeypatch.setattr(sys, "argv", [name, *OPTIONS.split(), str(TINY / "base")])
+    monkeypatch.setattr(sys, "argv", [name, *OPTIONS])
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(file), run_name="__main__")
     [folder] = (tmp_path / "runs").iterdir()

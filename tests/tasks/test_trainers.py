@@ -68,40 +68,25 @@ def test_the_patch_of_docs_patches_applies_to_the_release(tmp_path, trainer):
     )
 
 
-@pytest.fixture(scope="module")
-def in_trl(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("trl")
-    return json.loads(run_in("trl", "tests/tasks/trl_steps.py", folder))
-
-
 @pytest.mark.slow
-def test_trl_s_gradient_is_topr_s_and_the_other_terms_are_trl_s(in_trl):
-    assert in_trl["verdict"] == "paper"
-    assert in_trl["differences"].keys() == {"TOPR", "KL", "entropy", "experts"}
-    assert max(in_trl["differences"].values()) < 1e-3
-    assert in_trl["has_images"]
-
-
-@pytest.mark.slow
-def test_settings_of_trl_that_contradict_topr_are_refused(in_trl):
-    assert in_trl["not_refused"] == ["learning_rate"]
-
-
-@pytest.mark.slow
-def test_trl_trains_with_it_and_warns_if_every_weight_is_1(in_trl):
-    first, *later = in_trl["weights"]
+def test_trl_trains_with_the_gradient_of_topr_and_its_own_other_terms(tmp_path):
+    """It refuses settings that contradict TOPR, and warns if every weight is 1."""
+    results = json.loads(run_in("trl", "tests/tasks/trl_steps.py", tmp_path))
+    assert results["verdict"] == "paper"
+    assert results["differences"].keys() == {"TOPR", "KL", "entropy", "experts"}
+    assert max(results["differences"].values()) < 1e-3
+    assert results["has_images"]
+    assert results["not_refused"] == ["learning_rate"]
+    first, *later = results["weights"]
     assert first == pytest.approx(1)
     assert all(0.5 < weight < 0.999 for weight in later)
-    assert in_trl["weights_without_logmu"] == [1, 1]
-    assert in_trl["warnings"] == [False, True]
-    assert {"entropy", "grad_norm", "reward"} <= set(in_trl["metrics"])
-
-
-@pytest.mark.slow
-def test_trl_s_model_card_names_topr_and_its_paper(in_trl):
-    assert "trained with TOPR" in in_trl["card"]
-    assert "2503.14286" in in_trl["card"]
-    assert "GRPO" not in in_trl["card"]
+    assert results["weights_without_logmu"] == [1, 1]
+    assert results["warnings"] == [False, True]
+    assert {"entropy", "grad_norm", "reward"} <= set(results["metrics"])
+    # The model card, by its names of the method and the paper:
+    assert "trained with TOPR" in results["card"]
+    assert "2503.14286" in results["card"]
+    assert "GRPO" not in results["card"]
 
 
 class GRPOTrainer:

@@ -9,7 +9,15 @@ from itertools import chain
 
 import pytest
 import torch
-from helpers import VOCABULARY, plain_batch, random_examples, tiny_llama, unpadded_logprobs
+from helpers import (
+    VOCABULARY,
+    numbered,
+    ordered_examples,
+    plain_batch,
+    random_examples,
+    tiny_llama,
+    unpadded_logprobs,
+)
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -137,13 +145,6 @@ def test_an_effective_proportion_is_for_rewards_of_plus_and_minus_one():
         choose_baselines(to_samples([1.0, -1.0, 0.5]), Settings(effective_proportion=0.2))
 
 
-def test_samples_that_are_not_chosen_have_no_part_in_the_mean(lm):
-    samples = to_samples([1.0, -1.0, 0.5, -1.0])
-    settings = Settings(composition="positives_only", baseline_from="mean")
-    examples = choose(1, samples, lm, Task("sums", [], [], grade=zip), settings)
-    assert {example.sample: example.reward for example in examples} == {0: 0.25, 2: -0.25}
-
-
 # ---- token ids -----------------------------------------------------------------------------------
 def sample_of(lm, prompt="Q: 1 + 1?\nA:", completion=" The answer is 2.", **changes):
     """With token ids as an engine returns them, unless `changes` say otherwise."""
@@ -243,15 +244,6 @@ def test_a_sample_that_cannot_be_trained_on_is_named_by_its_line(lm, changes):
 
 
 # ---- the order of training -----------------------------------------------------------------------
-def in_order(examples, uses_pairs=False):
-    order = dataset.pair_examples if uses_pairs else dataset.shuffle_examples
-    return numbered(order(examples, random.Random(0)))
-
-
-def numbered(examples):
-    return [replace(example, line=line) for line, example in enumerate(examples)]
-
-
 def split_pairs(examples):
     return list(zip(examples[::2], examples[1::2], strict=True))
 
@@ -330,7 +322,7 @@ def test_steps_of_all_ranks_have_every_example_once(
     prompts, per_prompt, uses_pairs, batch_size, micro_batch_size, of_ranks
 ):
     """And the ranks have equally many micro-batches, the last of which may be a filler."""
-    examples = in_order(random_examples(prompts, per_prompt), uses_pairs)
+    examples = ordered_examples(prompts, per_prompt, uses_pairs)
     size = 2 if uses_pairs else 1
     per_step = max(batch_size // size, 1) * size
     per_pass = max(micro_batch_size // size, 1) * size
@@ -346,6 +338,8 @@ def test_steps_of_all_ranks_have_every_example_once(
         assert {len(plan.micro_batches) for plan in plans} == {math.ceil(of_rank / per_pass)}
         fillers = [example for example in chain.from_iterable(micro_batches) if example.line < 0]
         assert all(example.reward == 0 for example in fillers)
+        if of_ranks == 1:
+            assert not fillers
         for micro_batch in micro_batches:
             assert 1 <= len(micro_batch) <= per_pass
             assert len(micro_batch) % size == 0
@@ -354,10 +348,9 @@ def test_steps_of_all_ranks_have_every_example_once(
                 assert all(second == first + 1 for first, second in split_pairs(lines))
 
 
-def test_one_rank_has_no_filler_and_examples_by_length():
-    for plan in plan_steps(in_order(random_examples(prompts=5, per_prompt=4)), 8, 4):
-        examples = list(chain.from_iterable(plan.micro_batches))
-        assert all(example.line >= 0 for example in examples)
+def test_examples_of_a_step_are_in_order_of_length():
+    for plan in plan_steps(ordered_examples(prompts=5, per_prompt=4), 8, 4):
+        examples = chain.from_iterable(plan.micro_batches)
         lengths = [len(e.prompt_ids) + len(e.completion_ids) for e in examples]
         assert lengths == sorted(lengths)
 

@@ -1,4 +1,4 @@
-"""Metrics of steps and epochs against numpy, closed forms and Equation 12; what a run prints."""
+"""Metrics of steps and epochs against numpy and closed forms; what a run prints."""
 
 import json
 import math
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from topr import Limits, StepStats, effective_proportion
+from topr import Limits, StepStats
 from toprlib import dataset, results
 from toprlib.dataset import engine_mismatch, print_mismatch
 from toprlib.files import to_lines, write_file
@@ -47,15 +47,6 @@ def test_totals_by_hand():
     assert actual["realised_proportion"] == pytest.approx(1.75 / 2.5)
     assert actual["ess"] == pytest.approx(1.75**2 / (1 + 0.25 + 0.0625), rel=1e-5)
     assert actual["weights_below_1e-6"] == 1 / 4
-
-
-@pytest.mark.parametrize(("positives", "c"), [(3, 0.0), (3, -0.5), (7, 0.4)])
-def test_the_realised_proportion_of_equal_weights_is_equation_12(positives, c):
-    size = 10
-    reward = torch.where(torch.arange(size) < positives, 1.0, -1.0) - c
-    actual = step_metrics(torch.zeros(size), reward, torch.ones(size))
-    assert actual["realised_proportion"] == pytest.approx(effective_proportion(positives / size, c))
-    assert actual["ess"] == pytest.approx(size)
 
 
 def test_completions_with_reward_0_count_nowhere():
@@ -99,17 +90,6 @@ def test_given_log_mu_of_another_model_is_warned_about(tmp_path, capsys):
     log(tmp_path, [0.0, 0.009], trust_logmu=True)
     log(tmp_path, [0.0, 1.4], step=2, trust_logmu=True)
     assert capsys.readouterr().out == ""
-
-
-def test_a_step_has_a_line_of_its_own(tmp_path):
-    first = log(tmp_path, [0.005, -0.001])
-    second = log(tmp_path, [-1.5, -3.0, -2.5], step=2)
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [first, second]
-    assert (second["step"], second["loss"], second["grad_norm"]) == (2, 0.5, 2.0)
-    assert second["log_ratio_pos_mean"] == -2.0
-    assert second["log_ratio_neg_mean"] == -3.0
-    assert second["gradient_mass"] == 0.75
 
 
 # ---- one epoch -----------------------------------------------------------------------------------
@@ -169,17 +149,13 @@ def test_a_sample_counts_once_in_the_dataset(tmp_path):
     assert content["engine_mismatch"] == pytest.approx(0.5 / 7)  # of one of seven tokens
 
 
-def examples_of_engine(difference):
-    """Two completions with ten tokens; the engine's log mu less the trainer's is `difference`."""
-    first = Example([5], [2] * 3, 1.0, 0, 0, [-1.0] * 3, -3 + 2 * difference)
-    return [first, Example([5], [2] * 7, 1.0, 1, 1, [-1.0] * 7, -7 - difference)]
-
-
 @pytest.mark.parametrize(
     ("difference", "is_warned"), [(0.21, True), (-0.21, True), (0.19, False), (math.nan, True)]
 )
 def test_an_engine_is_warned_about_above_a_bound_for_a_token(capsys, difference, is_warned):
-    examples = examples_of_engine(difference)
+    """Two completions with ten tokens; the engine's log mu less the trainer's is `difference`."""
+    first = Example([5], [2] * 3, 1.0, 0, 0, [-1.0] * 3, -3 + 2 * difference)
+    examples = [first, Example([5], [2] * 7, 1.0, 1, 1, [-1.0] * 7, -7 - difference)]
     expected = pytest.approx(difference / 10, nan_ok=True)
     assert engine_mismatch(examples) == expected
     print_mismatch(1, examples)

@@ -22,21 +22,12 @@ LR = 1e-2
 NO_CLIPPING = 1e9
 
 
-def sgd(model, lr=LR):
-    return torch.optim.SGD(model.parameters(), lr=lr)
-
-
-def train(model, *micro_batches, steps=1, lr=LR, **options):
-    """StepStats of `steps` equal steps of one process."""
+def train(model, *micro_batches, **options):
+    """StepStats of one step of one process."""
+    sgd = torch.optim.SGD(model.parameters(), lr=LR)
     completions = sum(len(batch.reward) for batch in micro_batches)
-    return list(
-        topr.train(model, sgd(model, lr), [(micro_batches, completions)] * steps, **options)
-    )
-
-
-def clipped_ratio(log_ratio, reward):
-    """TOPR's weight in Python numbers."""
-    return 1.0 if reward >= 0 else min(math.exp(log_ratio), 1.0)
+    [stats] = topr.train(model, sgd, [(micro_batches, completions)], **options)
+    return stats
 
 
 # ---- log pi --------------------------------------------------------------------------------------
@@ -104,14 +95,14 @@ def test_step_is_that_of_the_closed_form():
     for example in examples:
         logp = unpadded_logprobs(model, example).sum()
         log_ratios.append(logp.item() - sum(example.token_logmu))
-        weight = clipped_ratio(log_ratios[-1], example.reward)
+        weight = 1.0 if example.reward >= 0 else min(math.exp(log_ratios[-1]), 1.0)
         loss = loss - weight * example.reward * logp / len(example.completion_ids) / len(examples)
     loss.backward()
     gradient = flat_gradients(model)
     expected = flat_weights(model) - LR * gradient
 
     model = tiny_llama()
-    [stats] = train(model, plain_batch(examples), max_grad_norm=NO_CLIPPING)
+    stats = train(model, plain_batch(examples), max_grad_norm=NO_CLIPPING)
     assert stats.log_ratio.tolist() == pytest.approx(log_ratios, rel=1e-5, abs=1e-5)
     assert stats.loss == pytest.approx(loss.item(), rel=1e-6)
     assert stats.grad_norm == pytest.approx(gradient.norm().item(), rel=1e-6)
@@ -122,10 +113,10 @@ def test_step_is_that_of_the_closed_form():
 def test_micro_batches_leave_the_step_alone(size):
     examples = random_examples(prompts=3, per_prompt=3)
     model = tiny_llama()
-    [expected] = train(model, plain_batch(examples))
+    expected = train(model, plain_batch(examples))
     parts = [plain_batch(examples[i : i + size]) for i in range(0, len(examples), size)]
     other = tiny_llama()
-    [actual] = train(other, *parts)
+    actual = train(other, *parts)
     assert actual.loss == pytest.approx(expected.loss, rel=1e-6)
     assert actual.grad_norm == pytest.approx(expected.grad_norm, rel=1e-6)
     for name in ("log_ratio", "reward"):
@@ -139,30 +130,10 @@ def test_gradient_is_clipped_to_its_norm():
     model = tiny_llama()
     before = flat_weights(model)
     batch = plain_batch(random_examples(prompts=3, per_prompt=3))
-    [stats] = train(model, batch, max_grad_norm=1e-3)
+    stats = train(model, batch, max_grad_norm=1e-3)
     assert stats.grad_norm > 1e-2
     step = (flat_weights(model) - before).norm().item()
     assert step == pytest.approx(LR * 1e-3, rel=1e-4)
-
-
-# ---- what it yields ------------------------------------------------------------------------------
-def test_gradients_of_steps_do_not_add_up():
-    batch = plain_batch(random_examples(prompts=3, per_prompt=3))
-    first, second = train(tiny_llama(), batch, steps=2, lr=0.0)
-    assert second.grad_norm == first.grad_norm
-
-
-def test_each_next_is_one_step():
-    model = tiny_llama()
-    batch = plain_batch(random_examples(prompts=2, per_prompt=2))
-    training = topr.train(model, sgd(model), iter([([batch], 4)] * 2))
-    start = flat_weights(model)
-    next(training)
-    after_first = flat_weights(model)
-    assert not torch.equal(after_first, start)
-    next(training)
-    assert not torch.equal(flat_weights(model), after_first)
-    assert next(training, None) is None
 
 
 # ---- what is not finite --------------------------------------------------------------------------

@@ -169,9 +169,8 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
     if settings.test_problems and not task.test:
         raise InputError(f"task {task.name} has no test problems; set --test-problems 0")
     lm = load_tokenizer(settings.model, settings.chat)
-    uses_hf = settings.engine == "hf" and bool(task.train or task.test)
-    if uses_hf or settings.lora:
-        check_architecture(settings.model, uses_hf, uses_lora=settings.lora is not None)
+    if settings.engine == "hf" and (task.train or task.test):
+        check_architecture(settings.model)
     train_prompts = sampling.make_prompts(task, task.train, lm, settings)
     test_prompts = sampling.make_prompts(task, task.test, lm, settings)
     open_engine = partial(sampling_engine, lm, task, train_prompts + test_prompts, settings)

@@ -11,7 +11,7 @@ language_model.py   tokenizer and weights
 settings.py         every setting, its range and where its default is from; the command line
 dataset.py          samples -> examples with token ids -> steps -> tensors; log mu
 adafactor.py        the paper's optimizer
-training.py         sharding, LoRA, optimizers; models and checkpoints on the disk
+training.py         sharding, optimizers; models and checkpoints on the disk
 hf_sampler.py       sampling with a model in this process, in batches
 sampling.py         prompts; sample_to_file samples, grades and saves
 vllm_client.py      sampling with vLLM, in a separate process

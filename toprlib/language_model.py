@@ -130,24 +130,17 @@ def _end_of_turn(tokenizer: transformers.PreTrainedTokenizerBase) -> int | None:
     return None
 
 
-def check_architecture(name: str, uses_hf: bool, uses_lora: bool) -> None:
-    """Raises InputError for a model that `hf_sampler` cannot sample from, or LoRA cannot adapt.
-
-    Nothing is computed. uses_hf, uses_lora: whether the run has --engine hf, and --lora.
-    """
+def check_architecture(name: str) -> None:
+    """Raises InputError for a model that `hf_sampler` cannot sample from. Nothing is computed."""
     config = transformers.AutoConfig.from_pretrained(name)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
     cache = transformers.DynamicCache(config=config)
     kinds = {type(layer) for layer in cache.layers}
     copied = {transformers.DynamicLayer, transformers.cache_utils.DynamicSlidingWindowLayer}
-    if uses_hf and (model._is_stateful or kinds - copied):
+    if model._is_stateful or kinds - copied:
         message = "has a state besides keys and values, which --engine hf cannot copy"
         raise InputError(f"--model {name}: {message}; use --engine vllm")
-    for weight_name, weight in model.named_parameters():
-        if uses_lora and weight.ndim > 2:  # experts in one tensor, or a convolution
-            message = f"{weight_name} is no linear layer and would get no adapter"
-            raise InputError(f"--lora: {message}; leave --lora out, or choose another --model")
 
 
 def load_model(name: str, device: torch.device | None = None) -> transformers.PreTrainedModel:

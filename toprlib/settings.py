@@ -107,8 +107,6 @@ class Settings:
     """precision of forward and backward passes; weights stay float32"""
     gradient_checkpointing: bool = False
     """recompute activations, gather weights again: less memory, same gradient, slower"""
-    lora: Count | None = None
-    """rank of LoRA adapters to train in place of the weights; default: all weights"""
     save_every: Count = 100
     """optimizer steps between two checkpoints: the most that an interrupted run loses"""
 
@@ -157,7 +155,6 @@ class Settings:
             "--k is above --eval-samples; reduce it": (
                 self.test_problems and self.k > self.eval_samples
             ),
-            "--lora is for one process; leave torchrun or --lora out": self.lora and ranks() > 1,
             "this method has no --limits; leave them out": self.limits and not method.limits,
             "--engine-gpus is for --engine vllm": self.engine_gpus > 1 and self.engine != "vllm",
         }

@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 import torch.distributed.checkpoint as dcp
 import transformers
-from torch import Tensor
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -45,8 +44,6 @@ def load_for_training(
         model = _spread(whole, name, settings)
     else:
         model = whole
-        if settings.lora is not None:
-            model = _add_adapters(model, settings.lora, settings.seed_of("adapters"))
         _set_up_passes(model.to(device()), settings)
     optimizers = {
         "adamw": partial(torch.optim.AdamW, weight_decay=0.0),
@@ -103,47 +100,14 @@ def _find_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
-# ---- LoRA (arXiv 2106.09685) ---------------------------------------------------------------------
-def _add_adapters(model: PreTrainedModel, size: int, seed: int) -> torch.nn.Module:
-    """The model with adapters W + B A in all linear layers except the head; only these are trained.
-
-    B is zero, so pi = mu at the start of each iteration. B A is not scaled.
-    """
-    from peft import LoraConfig, get_peft_model
-
-    config = LoraConfig(r=size, lora_alpha=size, target_modules="all-linear", task_type="CAUSAL_LM")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return get_peft_model(model, config).eval()
-
-
-def _merge_adapters(model: torch.nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights W + B A under the names that they have without adapters."""
-    merged = {}
-    for name, weight in weights.items():
-        if ".lora_" in name:
-            continue
-        module, _, _ = name.rpartition(".base_layer.weight")
-        if module:
-            delta = model.get_submodule(module).get_delta_weight("default").detach()
-            weight = weight + delta.cpu()
-        name = name.removeprefix("base_model.model.").replace(".base_layer", "")
-        merged[name] = weight
-    return merged
-
-
 # ---- models and checkpoints on the disk ----------------------------------------------------------
 def save_model(lm: LanguageModel, folder: Path) -> None:
-    """Write a `transformers` folder; adapters are merged. Every rank calls this."""
+    """Write a `transformers` folder. Every rank calls this."""
     model = lm.model
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights = get_model_state_dict(model, options=options)
     with atomic_folder(folder) as unfinished:
         if rank() == 0:
-            if hasattr(model, "peft_config"):
-                model.save_pretrained(unfinished / "adapter", state_dict=weights)
-                weights = _merge_adapters(model, weights)
-                model = model.get_base_model()
             model.generation_config.eos_token_id = list(lm.ends)  # on ranks, the config's alone
             model.generation_config.do_sample = True  # else a temperature could not be saved
             model.save_pretrained(unfinished, state_dict=weights)

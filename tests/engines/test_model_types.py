@@ -85,7 +85,7 @@ def slow(kinds: dict) -> list:
 def test_log_pi_of_a_row_is_one_number(kind, more, tmp_path):
     """The sampler's likeliest tokens are those without a cache, up to rounding."""
     name = save_model(tmp_path, kind, more)
-    check_architecture(name, uses_hf=True, uses_lora=False)
+    check_architecture(name)
     lm = load_tokenizer(name)
     assert lm.context == (64 if kind == "phi3" else 96)
     lm = lm._replace(model=load_model(name))
@@ -115,11 +115,4 @@ def test_log_pi_of_a_row_is_one_number(kind, more, tmp_path):
 def test_a_model_with_another_state_is_refused(kind, more, tmp_path):
     AutoConfig.for_model(kind, **SIZES, **more).save_pretrained(tmp_path)
     with pytest.raises(InputError, match="--engine vllm"):
-        check_architecture(str(tmp_path), uses_hf=True, uses_lora=False)
-
-
-@pytest.mark.parametrize("kind", ["mixtral", "gpt_oss", "lfm2"])
-def test_lora_on_what_is_no_linear_layer_is_refused(kind, tmp_path):
-    AutoConfig.for_model(kind, **SIZES, **(RIGHT | MORE | REFUSED)[kind]).save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="--lora"):
-        check_architecture(str(tmp_path), uses_hf=False, uses_lora=True)
+        check_architecture(str(tmp_path))

@@ -204,12 +204,6 @@ def test_model_that_cannot_be_used(model, tmp_path, case):
     assert not (tmp_path / "run" / "iteration-1" / "test-0.jsonl").exists()
 
 
-def test_lora_is_for_one_process(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="--lora"):
-        replace(SMALL, lora=4)
-
-
 # ---- problems and folders ------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("row", "named"),

@@ -21,7 +21,6 @@ CHUNK_LINES = 2 * 8  # samples of a chunk: 2 problems, 8 samples each
 OPTIMIZERS = {  # AdaFactor is in TWO_ITERATIONS
     "sgd": {"optimizer": "sgd", "lr": 0.5},
     "adamw": {"optimizer": "adamw", "lr": 1e-3},
-    "adapters": {"lora": 4, "lr": 1e-3},
 }
 
 
@@ -97,11 +96,7 @@ def test_training_resumes_with_the_state_of_its_optimizer(run, tmp_path, name):
     command.log.unlink()
     actual = command.finish()
     assert resumed(command)["training"] in (4, 6)
-    expected = checksums(run(**changes))
-    assert actual.keys() == expected.keys()
-    different = {name for name in actual if actual[name] != expected[name]}
-    # peft writes a set, in any order.
-    assert {name.rpartition("/")[2] for name in different} <= {"adapter_config.json"}
+    assert actual == checksums(run(**changes))
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 import toy_bandit as toy
 from topr import Limits
-from toy_bandit import Bandit, ascend, gradient, random_bandits, tensor
+from toy_bandit import Bandit, ascend, gradient, linspace, random_bandits, tensor
 
 assert_close = partial(torch.testing.assert_close, rtol=0, atol=1e-12)
 
@@ -104,6 +104,40 @@ def test_random_bandits():
     # pi and mu are independent of each other.
     correlation = torch.corrcoef(torch.stack([z.flatten(), bandit.mu.log().flatten()]))[0, 1]
     assert abs(correlation) < 0.1
+
+
+# ---- the fastest share: docs/analysis.md ---------------------------------------------------------
+MU, REWARD = random_bandits("++---", seed=0)[1]
+IS_RIGHT = REWARD > 0
+P = (MU * IS_RIGHT).sum(-1, keepdim=True)  # share of right samples
+# mu |grad log pi|^2 of each arm at pi = mu
+SQUARED = MU * (torch.eye(5, dtype=torch.float64) - MU[:, None]).square().sum(-1)
+# E- / E+: the mean squared gradient of a wrong sample over that of a right one
+RATIO = (SQUARED * ~IS_RIGHT).sum(-1, keepdim=True) / (1 - P)
+RATIO = RATIO / ((SQUARED * IS_RIGHT).sum(-1, keepdim=True) / P)
+
+
+def mean_and_pace(share, q):
+    """The expected gradient of data of which q is right, and its norm over its root mean square.
+
+    share: the effective share of positives.
+    """
+    reward = torch.where(IS_RIGHT, share / q, -(1 - share) / (1 - q))
+    frequency = torch.where(IS_RIGHT, q / P, (1 - q) / (1 - P))  # relative to mu
+    mean = gradient(MU.log(), Bandit(MU, frequency * reward))
+    root_mean_square = (SQUARED * frequency * reward.square()).sum(-1).sqrt()
+    return mean, mean.norm(dim=-1) / root_mean_square
+
+
+def test_fastest_share():
+    odds = RATIO * 0.1 / 0.9 * (1 - P) / P  # if samples are chosen so that 10 % are right
+    _, pace = mean_and_pace(RATIO / (1 + RATIO), P)
+    _, pace_of_chosen = mean_and_pace(odds / (1 + odds), 0.1)
+    for share in linspace(0, 1, 51):
+        assert (mean_and_pace(share, P)[1] <= pace + 1e-12).all()
+        assert (mean_and_pace(share, 0.1)[1] <= pace_of_chosen + 1e-12).all()
+    _, of_positives = mean_and_pace(torch.tensor(1.0), P)
+    assert_close(pace, of_positives * (1 + P / ((1 - P) * RATIO))[:, 0].sqrt())
 
 
 # ---- the sections --------------------------------------------------------------------------------

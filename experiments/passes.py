@@ -153,8 +153,9 @@ def draw_answers(answers: pd.DataFrame) -> Figure:
     titles = {"pass@1": "at T = 1", "greedy": "at T = 0", "vote": "by vote"}
     for shift, marker, (metric, title) in zip((-0.2, 0, 0.2), "osv", titles.items(), strict=True):
         of_metric = leads[leads["metric"] == metric]
+        difference, half_width = of_metric[["difference", "half width"]].to_numpy().T
         style = {"fmt": marker, "ms": 9, "lw": 2, "label": title}
-        axes.errorbar("difference", places + shift, xerr="half width", data=of_metric, **style)
+        axes.errorbar(difference, places + shift, xerr=half_width, **style)
     axes.axvline(0, color="black", lw=1)
     axes.set_yticks(places, leads["stage"].unique())
     axes.invert_yaxis()

@@ -141,11 +141,11 @@ def measure_models(claims: Sequence[Claim], options: runs.Options) -> list[dict[
     rows = []
     for (name, seed), run in planned.items():
         *_, iteration = MODELS[name]
-        for row in runs.read_run(run):  # none if the run diverged
-            if row["iteration"] == iteration:
-                rows.append({**row, "model": name, "seed": seed})
-                if iteration == 1:
-                    rows[-1][FEW_RIGHT] = share_with_few_right(run)
+        of_iteration = [row for row in runs.read_run(run) if row["iteration"] == iteration]
+        for row in of_iteration:  # none if the run diverged
+            if iteration == 1:
+                row[FEW_RIGHT] = share_with_few_right(run)
+            rows.append({**row, "model": name, "seed": seed})
     return rows
 
 

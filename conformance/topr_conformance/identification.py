@@ -185,8 +185,8 @@ def _weight_of_tokens(
     loss: Loss, sign: float, unit: float, log_ratio: float, length: int = 1
 ) -> float:
     """The weight at a log-ratio of each token, over that of an on-policy positive, and `unit`."""
-    zeros = torch.zeros(3, length, dtype=torch.float64)
-    token_logmu = zeros.clone()  # with log pi = 0 a gradient in the weight is 0
+    zeros = torch.zeros(3, length, dtype=torch.float64)  # log pi = 0: no gradient in the weight
+    token_logmu = zeros.clone()
     token_logmu[1] = -log_ratio
     reward = torch.tensor([1.0, sign, -1.0 - sign], dtype=torch.float64)  # the mean is 0
     pushes = neg_grad(loss, LossInputs(zeros, token_logmu, reward, torch.ones_like(zeros)))

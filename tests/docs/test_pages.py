@@ -2,17 +2,17 @@
 
 import json
 import re
+import runpy
 import shlex
 import subprocess
-from importlib.util import find_spec
+from argparse import ArgumentParser
 
 import pytest
 import torch
+import tyro
 from helpers import ROOT
 
 import topr
-from toprlib.settings import read_settings
-from train_gsm8k import PRESETS
 
 CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"""(?:\]\(|(?:src|href)=")(?!\w+:)([^)"\s]+)""")
@@ -65,25 +65,47 @@ def code_blocks(name, language):
 
 
 def list_commands():
-    """The commands in blocks without a language, or of bash."""
+    """The commands of the pages: lines of blocks without a language, and code within a line."""
+    programs = "python3?|torchrun|make|topr-conformance"
     for name in PAGES:
         if name.endswith(".md"):
+            text = (ROOT / name).read_text(encoding="utf-8")
             for code in code_blocks(name, "") + code_blocks(name, "bash"):
-                yield from re.findall(r"^(?:python|torchrun|make) .*?(?=  #|$)", code, re.MULTILINE)
+                yield from re.findall(rf"^(?:{programs}) .*?(?=  #|$)", code, re.MULTILINE)
+            yield from re.findall(rf"`((?:{programs}) [^`\n]+)`", BLOCK.sub("", text))
 
 
 @pytest.mark.parametrize("command", sorted(set(list_commands())))
-def test_documented_commands_are_understood(command):
+def test_documented_commands_are_understood(command, monkeypatch):
     words = shlex.split(command)
     if words[0] == "make":
         assert {word for word in words[1:] if "=" not in word} <= set(TARGETS)
-    elif "train_gsm8k.py" in words:
-        read_settings(words[words.index("train_gsm8k.py") + 1 :], PRESETS)
-    elif "-m" in words:
-        assert find_spec(words[words.index("-m") + 1]) is not None
-    else:
-        [file] = [word for word in words if word.endswith(".py")]
-        assert (ROOT / file).exists() or file == "my_task.py"  # of docs/own_task.md
+        return
+    for owner, name in ((tyro, "cli"), (ArgumentParser, "parse_args")):
+        monkeypatch.setattr(owner, name, exit_after(getattr(owner, name)))
+    files = {
+        "topr-conformance": "conformance/topr_conformance/__main__.py",
+        "my_task.py": "train_gsm8k.py",  # of docs/own_task.md
+    }
+    for start, word in enumerate(words):
+        path = word.replace(".", "/") + ".py" if words[start - 1] == "-m" else word
+        path = ROOT / files.get(path, path)
+        if path.is_file():
+            break
+    monkeypatch.setattr("sys.argv", words[start:])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(path), run_name="__main__")
+    assert not stop.value.code
+
+
+def exit_after(parse):
+    """`parse`, after which the program goes no further; a wrong option ends it with an error."""
+
+    def parse_then_exit(*args, **kwargs):
+        parse(*args, **kwargs)
+        raise SystemExit
+
+    return parse_then_exit
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/in_your_trainer.md"])

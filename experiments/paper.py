@@ -6,9 +6,10 @@
 
 A claim says that one model is above another, below it, or level with it: within two points. Each
 method has the learning rate and number of passes of `experiments.passes`, and the verifier those of
-its preset. --out gets a row for each claim, paper.csv, and its picture, paper.png. The verdict is
-"reproduced" if the whole 95 % interval over seeds agrees with the claim, "contradicted" if none of
-it does, and else "inconclusive". Intervals are not corrected for the number of claims.
+its preset. --out gets a row for each claim, paper.csv, its picture, paper.png, and a row for each
+model and seed, models.csv. The verdict is "reproduced" if the whole 95 % interval over seeds agrees
+with the claim, "contradicted" if none of it does, and else "inconclusive". Intervals are not
+corrected for the number of claims.
 """
 
 import json
@@ -200,8 +201,6 @@ def check_claim(claim: Claim, measured: pd.DataFrame) -> dict[str, Any]:
     for metric in others:
         other_mean, other_half_width, _ = interval(differences[metric].dropna())
         row[metric] = f"{other_mean:.1f} ± {other_half_width:.1f}"
-    for metric in (claim.metric, *others):
-        row[f"{metric} by seed"] = " ".join(f"{value:.2f}" for value in differences[metric])
     return row
 
 
@@ -245,9 +244,10 @@ def main() -> None:
             rows += measure_models(of_models, options)
         measured = pd.DataFrame(rows).set_index(["model", "seed"]).select_dtypes("number")
         table = pd.DataFrame([check_claim(claim, measured) for claim in claims])
+        write_file(options.out / "models.csv", measured.to_csv(float_format="%.6g"))
         write_file(options.out / "paper.csv", table.to_csv(index=False, float_format="%.6g"))
         draw(table).savefig(options.out / "paper.png")
-        print(table.drop(columns=table.filter(like="by seed")).to_string(index=False))
+        print(table.to_string(index=False))
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ def to_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 def draw(rows: pd.DataFrame) -> Figure:
     """Right answers at T = 1 over learning rates: means as lines, seeds as points."""
-    figure = Figure(figsize=(6, 5), layout="constrained", dpi=150)
+    figure = Figure(figsize=(5, 4.5), layout="constrained", dpi=200)
     axes = figure.subplots()
     styles = {  # color, line, marker, width
         "TOPR": ("C0", "-", "o", 3),

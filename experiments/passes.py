@@ -146,7 +146,7 @@ def draw(table: pd.DataFrame) -> Figure:
 
 def draw_answers(answers: pd.DataFrame) -> Figure:
     """How far TOPR is ahead of SFT on repeated right answers, by stage and metric."""
-    figure = Figure(figsize=(6, 5), layout="constrained", dpi=150)
+    figure = Figure(figsize=(5, 4.5), layout="constrained", dpi=200)
     axes = figure.subplots()
     leads = answers[answers["question"] == "TOPR - SFT, repeated"]
     places = np.arange(leads["stage"].nunique())
@@ -159,7 +159,7 @@ def draw_answers(answers: pd.DataFrame) -> Figure:
     axes.axvline(0, color="black", lw=1)
     axes.set_yticks(places, leads["stage"].unique())
     axes.invert_yaxis()
-    axes.set(xlabel="right answers, TOPR minus SFT that repeats right answers (points)")
+    axes.set(xlabel="right answers: TOPR minus SFT, repeated (points)")
     figure.legend(ncols=3, loc="outside lower center", frameon=False)
     return figure
 

@@ -19,8 +19,6 @@ from toprlib.language_model import LanguageModel
 from toprlib.records import Example, InputError, Sample
 
 MAX_PAIRS = 16  # per prompt (Section 4.3)
-
-FEW_PERCENT = 2.0  # of positive rewards: hardly anything to learn from
 MISMATCH_TOLERANCE = 0.02  # nats per token that an engine's mean log mu may be off
 
 
@@ -164,7 +162,7 @@ def _group_by_prompt(examples: Iterable[Example]) -> list[list[Example]]:
 
 
 def print_dataset(iteration: int, samples: Sequence[Sample], examples: Sequence[Example]) -> None:
-    """Rank zero prints what an iteration trains on, and a warning if hardly any of it is right."""
+    """Rank zero prints what an iteration trains on."""
     if rank() > 0:
         return
     rewards = [example.reward for example in examples]
@@ -172,9 +170,6 @@ def print_dataset(iteration: int, samples: Sequence[Sample], examples: Sequence[
     cut_off = 100 * fmean(sample.finish_reason == "length" for sample in samples)
     message = f"{len(rewards):,} examples of {len(samples):,} samples ({cut_off:.1f} % cut off)"
     print(f"iteration {iteration}: {message}, {positive:.1f} % positive", flush=True)
-    if positive < FEW_PERCENT:
-        fix = "use easier problems, a larger --n, another --model, or a lower --baseline"
-        print(f"warning: almost no reward is positive, so hardly anything is reinforced; {fix}")
 
 
 # ---- the optimizer steps of an epoch -------------------------------------------------------------

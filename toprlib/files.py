@@ -52,8 +52,6 @@ def load_rows(source: str, split: str, kind: type[Record], part: str | None = No
     try:
         if file.suffix == ".parquet":
             rows = pyarrow.parquet.read_table(file).to_pylist()
-        elif path.is_dir() and part not in datasets.get_dataset_config_names(source):
-            rows = datasets.load_dataset(source, split=split)
         else:
             rows = datasets.load_dataset(source, part, split=split)
     except ValueError as error:
@@ -90,7 +88,6 @@ def write_file(path: Path, content: str) -> None:
     """Write a file atomically: first under another name, then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(path.name + ".unfinished")
-    unfinished.unlink(missing_ok=True)  # it may be a link to a file of somebody else
     unfinished.write_text(content, encoding="utf-8")
     unfinished.replace(path)
 

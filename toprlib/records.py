@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from annotated_types import Le
-from pydantic import BaseModel, BeforeValidator, Field, FiniteFloat
+from pydantic import BaseModel, Field, FiniteFloat
 
 Outcome = Literal["correct", "incorrect", "invalid"]  # of the paper's tasks
 OUTCOMES: tuple[str, ...] = get_args(Outcome)
@@ -37,14 +37,6 @@ class Prompt(NamedTuple):
     ids: list[int]
 
 
-def refuse_messages(text: Any) -> Any:
-    """The text; ValueError for a list of messages, as TRL and verl write prompts."""
-    if isinstance(text, list):
-        raise ValueError("a list of messages; write it as text, as docs/own_task.md says")
-    return text
-
-
-Text = Annotated[str, BeforeValidator(refuse_messages)]
 # A log-probability in nats; rounding may lift it slightly above 0.
 LogProbability = Annotated[FiniteFloat, Le(1e-3)]
 
@@ -62,8 +54,8 @@ class Sample(BaseModel, extra="forbid", strict=True):
     """
 
     problem_id: str | None = None
-    prompt: Text
-    completion: Text
+    prompt: str
+    completion: str
     token_ids: list[int] | None = Field(default=None, min_length=1)
     token_logmu: list[LogProbability] | None = None
     token_logmu_engine: list[FiniteFloat] | None = None

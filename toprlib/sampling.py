@@ -50,22 +50,6 @@ def make_prompts(
     return prompts
 
 
-def print_repeats(
-    train: Sequence[Prompt], provided_samples: Sequence[Sample], test: Sequence[Prompt]
-) -> None:
-    """Rank zero prints how many problems occur twice, if there are any.
-
-    train, test: a prompt for each problem. provided_samples: those of --samples, in place of train.
-    """
-    trained = [prompt.text for prompt in train]
-    known = set(trained) | {sample.prompt for sample in provided_samples}
-    repeats = len(trained) - len(set(trained))
-    shared = sum(prompt.text in known for prompt in test)
-    if rank() == 0 and (repeats or shared):
-        message = f"{repeats} training problems repeat others, {shared} are test problems"
-        print(f"warning: {message}; remove them from --data", flush=True)
-
-
 def write_chats(task: Task, prompts: Sequence[Prompt], folder: Path) -> None:
     """Keep the prompts of chats for a run that resumes, in chats.json. Every rank calls this."""
     if rank() == 0:

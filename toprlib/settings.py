@@ -27,8 +27,6 @@ Count = Annotated[int, Ge(1)]
 AtLeastZero = Annotated[int, Ge(0)]
 AtLeastTwo = Annotated[int, Ge(2)]
 Positive = Annotated[FiniteFloat, Gt(0)]
-Share = Annotated[FiniteFloat, Gt(0), Le(1)]
-OpenShare = Annotated[FiniteFloat, Gt(0), Lt(1)]
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class Settings:
     composition: Literal["uniform", "positives_only", "anna_karenina", "proportion"] = "uniform"
     """samples to train on: any (paper), positives, which are repeated to as many steps as all
     samples make, Anna Karenina's, or a --proportion of positives"""
-    proportion: OpenShare | None = None
+    proportion: Annotated[FiniteFloat, Gt(0), Lt(1)] | None = None
     """proportion of positives for --composition proportion (paper: 0.1 and 0.5)"""
     examples: Count | None = None
     """samples to train on in an iteration, at most (paper: 50,000); default: all"""
@@ -90,7 +88,7 @@ class Settings:
     """c, subtracted from the reward (paper: none)"""
     baseline_from: Literal["zero", "mean", "group"] = "zero"
     """what --baseline is added to: zero (paper), or the mean reward: all samples', a prompt's"""
-    effective_proportion: Share | None = None
+    effective_proportion: Annotated[FiniteFloat, Gt(0), Le(1)] | None = None
     """p~, effective proportion of positives, in place of --baseline (Eq. 12)"""
 
     optimizer: Literal["adamw", "adafactor", "sgd"] = "adamw"

@@ -8,10 +8,9 @@ The exit status is 0 for the paper's loss only, with or without a baseline.
 """
 
 import argparse
-import importlib.util
-import json
+import importlib
+import runpy
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 from topr_conformance.identification import identify
@@ -27,7 +26,6 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="show the test vectors and exit")
     parser.add_argument("--verbose", action="store_true", help="also show what each measured")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random batches")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for report.json")
     options = parser.parse_args()
     if options.list:
         print(TEXT)
@@ -36,11 +34,7 @@ def main() -> None:
         parser.error("give a loss, or --list")
     try:
         report = identify(load(options.loss), options.seed)
-        if options.out:
-            options.out.mkdir(parents=True, exist_ok=True)
-            content = json.dumps({"loss": options.loss, **asdict(report)}, indent=2)
-            (options.out / "report.json").write_text(f"{content}\n", encoding="utf-8")
-    except (InputError, OSError) as error:
+    except InputError as error:
         sys.exit(f"topr-conformance {options.loss}: {error}")
     print(f"{options.loss}: {report.variant}")
     print(*report.changes, f"arguments: {report.arguments}", sep="\n")
@@ -58,14 +52,9 @@ def load(name: str) -> Loss:
     is_file = location.endswith(".py")
     sys.path.insert(0, str(Path(location).parent) if is_file else "")
     try:
-        if is_file:  # under another name: a module of its own may have been imported
-            spec = importlib.util.spec_from_file_location("checked_file", location)
-            module = importlib.util.module_from_spec(spec)
-            sys.modules["checked_file"] = module
-            spec.loader.exec_module(module)
-        else:
-            module = importlib.import_module(location)
-        return getattr(module, attribute)
+        if is_file:
+            return runpy.run_path(location)[attribute]
+        return getattr(importlib.import_module(location), attribute)
     except Exception as error:  # a user's module may raise anything
         form = "give package.module:function or path/file.py:function"
         raise InputError(f"cannot be imported: {describe_error(error)}; {form}") from error

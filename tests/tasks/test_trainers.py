@@ -115,26 +115,6 @@ trainer._metrics = defaultdict(lambda: defaultdict(list))
 loss_in_trl = loss_of(trainer)
 
 
-class PolicyLoss(torch.nn.Module):
-    """In place of OpenRLHF's, which is not installed."""
-
-
-def aggregate_loss(token_loss, mask, token_level_loss, dp_size, num_tokens, global_batch_size):
-    """OpenRLHF's, for one process and without sizes: the mean over sequences of token means."""
-    assert (token_level_loss, dp_size, num_tokens, global_batch_size) == (False, 1, None, None)
-    return ((token_loss * mask).sum(1) / mask.sum(1)).mean()
-
-
-@pytest.fixture
-def topr_in_openrlhf(monkeypatch):
-    names = {"PolicyLoss": PolicyLoss, "aggregate_loss": aggregate_loss}
-    for package in ("openrlhf", "openrlhf.models"):
-        monkeypatch.setitem(sys.modules, package, SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "openrlhf.models.loss", SimpleNamespace(**names))
-    yield import_module("examples.topr_in_openrlhf")
-    del sys.modules["examples.topr_in_openrlhf"]
-
-
 class ActorConfig(SimpleNamespace):
     """In place of verl's, which is not installed; for one process and without sizes."""
 
@@ -163,18 +143,17 @@ def topr_in_verl(monkeypatch):
     del sys.modules["examples.topr_in_verl"]
 
 
-def test_the_losses_are_the_paper_s(topr_in_openrlhf, topr_in_verl):
-    for loss in (loss_in_trl, topr_in_openrlhf.loss, topr_in_verl.loss):
+def test_the_losses_are_the_paper_s(topr_in_verl):
+    for loss in (loss_in_trl, topr_in_verl.loss):
         assert identify(loss).variant == "paper"
         assert compare(loss, 200) is None
 
 
-def test_a_share_multiplies_the_gradients_of_each_sign(monkeypatch, topr_in_openrlhf, topr_in_verl):
+def test_a_share_multiplies_the_gradients_of_each_sign(monkeypatch, topr_in_verl):
     ones = torch.ones(2, 1)
     inputs = LossInputs(-ones, -ones, torch.tensor([0.5, -0.25]), ones)
     losses = (
         (loss_in_trl, ToprLoss, "effective_proportion"),
-        (topr_in_openrlhf.loss, topr_in_openrlhf.ToprPolicyLoss, "effective_proportion"),
         (topr_in_verl.loss, topr_in_verl, "EFFECTIVE_PROPORTION"),
     )
     for loss, owner, name in losses:
@@ -183,31 +162,14 @@ def test_a_share_multiplies_the_gradients_of_each_sign(monkeypatch, topr_in_open
         assert (neg_grad(loss, inputs) / before).tolist() == [[1.5], [0.5]]
 
 
-def test_the_checker_names_the_proportion_of_a_subclass_and_of_a_copy(
-    monkeypatch, topr_in_openrlhf, topr_in_verl
-):
-    class Subclass(topr_in_openrlhf.ToprPolicyLoss):
+def test_the_checker_names_the_proportion_of_a_subclass_and_of_a_copy(monkeypatch, topr_in_verl):
+    class Subclass(ToprTrainer):
         effective_proportion = 0.7
 
+    subclass = object.__new__(Subclass)
+    subclass._metrics = trainer._metrics
     monkeypatch.setattr(topr_in_verl, "EFFECTIVE_PROPORTION", 0.7)
-    for loss in (topr_in_openrlhf.loss_of(Subclass()), topr_in_verl.loss):
+    for loss in (loss_of(subclass), topr_in_verl.loss):
         report = identify(loss)
         assert "70 %" in report.variant
         assert not report.changes
-
-
-def test_openrlhf_logs_the_share_of_lowered_weights_and_the_distance_from_mu(topr_in_openrlhf):
-    logp = torch.tensor([[-1.0, -2.0, 0.0], [-3.0, -1.0, -0.5]])
-    logmu = torch.tensor([[-2.0, -2.0, 9.0], [-1.0, -1.0, -1.0]])  # log-ratios of 1 and -1.5
-    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
-    advantages = torch.tensor([[1.0], [-1.0]]) * mask
-    outputs = topr_in_openrlhf.ToprPolicyLoss()(logp, logmu, advantages, mask)
-    assert outputs[1:] == (0.5, 0.25, None, None)
-
-
-def test_openrlhf_s_advantages_per_token_are_refused(topr_in_openrlhf):
-    ones = torch.ones(1, 3)
-    advantages = torch.tensor([[0.0, 1.0, 0.5]])
-    mask = torch.tensor([[0, 1, 1]])
-    with pytest.raises(ValueError, match="advantages"):
-        topr_in_openrlhf.ToprPolicyLoss()(-ones, -ones, advantages, mask)

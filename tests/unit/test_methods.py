@@ -118,11 +118,10 @@ def test_a_pair_with_one_reward_of_0_is_no_filler(rewards):
     assert actual.item() == pytest.approx(math.log1p(math.exp(-1.0)))
 
 
-@pytest.mark.parametrize("rewards", [(-1.0, 1.0, 1.0, -1.0), (1.0, -1.0, 0.0, 0.5), (1, -1, 1)])
-def test_pairs_in_the_wrong_order_or_half_a_pair_are_refused(rewards):
-    size = len(rewards)
+@pytest.mark.parametrize("rewards", [(-1.0, 1.0, 1.0, -1.0), (1.0, -1.0, 0.0, 0.5)])
+def test_pairs_in_the_wrong_order_are_refused(rewards):
     with pytest.raises(ValueError, match="pair"):
-        dpo_loss(*inputs(rewards, LOG_RATIOS[:size], LENGTHS[:size]))
+        dpo_loss(*inputs(rewards, LOG_RATIOS, LENGTHS))
 
 
 # ---- the table of methods ------------------------------------------------------------------------
@@ -199,9 +198,3 @@ def test_an_empty_completion_and_a_reward_of_nan_are_refused(name):
     values = torch.ones(4, 0)
     with pytest.raises(ValueError, match="shapes"):
         METHODS[name].loss(values, values, torch.ones(4), values)
-
-
-@pytest.mark.parametrize("eps", [-0.1, 1.5, math.nan])
-def test_an_eps_out_of_range_is_refused(eps):
-    with pytest.raises(ValueError, match="eps"):
-        ppo_loss(*inputs(PPO_REWARDS), eps=eps)

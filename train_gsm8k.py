@@ -177,6 +177,9 @@ def experiment(settings: Settings, task: Task, loss: Callable[..., Tensor] | Non
     provided_samples = read_samples(settings)
     if provided_samples:
         choose(1, provided_samples, lm, task, settings)  # raises now if they do not fit
+    trained = {prompt.text for prompt in train_prompts}
+    trained |= {sample.prompt for sample in provided_samples}
+    sampling.print_shared_problems(trained, test_prompts)
     config = settings.to_config() | {"inputs_crc32": checksum(task, provided_samples)}
     with distributed.process_group(), files.run_folder(settings.out, config):
         if settings.chat:

@@ -4,6 +4,7 @@ from __future__ import annotations  # for types of transformers, which take seco
 
 import gc
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -64,6 +65,8 @@ def load_tokenizer(name: str, uses_chat: bool = False) -> LanguageModel:
     tokenizer or of the generation config. Raises InputError if none of them has an end, if
     prompts would end with one, or for a model that cannot be trained.
     """
+    if Path(name, "adapter_config.json").exists():  # transformers would load the adapter's base
+        raise InputError(f"--model {name}: has an adapter next to a model; merge the adapter first")
     try:
         config = transformers.AutoConfig.from_pretrained(name)
         _check_config(config)

@@ -5,7 +5,7 @@ string.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,14 @@ def make_prompts(
             raise InputError(f"{problem.question[:40]!r}: {message}; reduce --max-new-tokens")
         prompts.append(Prompt(problem, text, ids))
     return prompts
+
+
+def print_shared_problems(trained: Collection[str], test: Sequence[Prompt]) -> None:
+    """Rank zero warns of test problems that are trained on. trained: texts of prompts."""
+    shared = sum(prompt.text in trained for prompt in test)
+    if rank() == 0 and shared:
+        message = f"{shared} test problems are trained on; remove them from --data"
+        print(f"warning: {message}", flush=True)
 
 
 def write_chats(task: Task, prompts: Sequence[Prompt], folder: Path) -> None:

@@ -9,8 +9,10 @@ The exit status is 0 for the paper's loss only, with or without a baseline.
 
 import argparse
 import importlib
+import json
 import runpy
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from topr_conformance.identification import identify
@@ -26,6 +28,7 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="show the test vectors and exit")
     parser.add_argument("--verbose", action="store_true", help="also show what each measured")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random batches")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for report.json")
     options = parser.parse_args()
     if options.list:
         print(TEXT)
@@ -34,7 +37,11 @@ def main() -> None:
         parser.error("give a loss, or --list")
     try:
         report = identify(load(options.loss), options.seed)
-    except InputError as error:
+        if options.out:
+            options.out.mkdir(parents=True, exist_ok=True)
+            content = json.dumps({"loss": options.loss, **asdict(report)}, indent=2)
+            (options.out / "report.json").write_text(f"{content}\n", encoding="utf-8")
+    except (InputError, OSError) as error:
         sys.exit(f"topr-conformance {options.loss}: {error}")
     print(f"{options.loss}: {report.variant}")
     print(*report.changes, f"arguments: {report.arguments}", sep="\n")

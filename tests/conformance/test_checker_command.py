@@ -1,6 +1,8 @@
-"""The command topr-conformance: its exit status, what it prints, and what it refuses."""
+"""The command topr-conformance: its exit status, what it prints and writes, and what it refuses."""
 
+import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -46,8 +48,11 @@ def run(monkeypatch, tmp_path):
 
 
 def test_the_paper_s_loss_in_a_file(run, capsys):
-    assert run("json.py:half") == 0
+    assert run("json.py:half", "--out", "report") == 0
     assert capsys.readouterr().out.splitlines()[0] == "json.py:half: paper"
+    report = json.loads(Path("report/report.json").read_text())
+    assert (report["loss"], report["variant"], report["changes"]) == ("json.py:half", "paper", [])
+    assert [vector["name"] for vector in report["vectors"]] == list(VECTORS)
 
 
 def test_a_proportion_is_named_and_passes(run, capsys):
@@ -72,19 +77,21 @@ def test_another_loss_in_a_module(run, capsys):
 
 
 @pytest.mark.parametrize(
-    ("loss", "culprit"),
+    ("arguments", "culprit"),
     [
-        ("topr_conformance", "topr_conformance"),
-        ("topr_conformance:VARIANTS", "callable"),
-        ("broken.py:loss", "SyntaxError"),
-        ("json.py:lost", "lost"),
-        ("here/nothing.py:loss", "here/nothing.py"),
+        (["topr_conformance"], "topr_conformance"),
+        (["topr_conformance:VARIANTS"], "callable"),
+        (["broken.py:loss"], "SyntaxError"),
+        (["json.py:lost"], "lost"),
+        (["here/nothing.py:loss"], "here/nothing.py"),
+        (["json.py:half", "--out", "broken.py"], "broken.py"),
     ],
 )
-def test_what_cannot_be_checked_is_refused_in_a_line(run, loss, culprit):
-    message = run(loss)
+def test_what_cannot_be_checked_is_refused_in_a_line(run, arguments, culprit):
+    message = run("--out", "report", *arguments)
     assert culprit in message
     assert "\n" not in message
+    assert not Path("report").exists()
 
 
 def test_the_list_has_every_vector_and_no_loss_is_an_error(run, monkeypatch, capsys):

@@ -7,6 +7,7 @@ in tests/tasks.
 import io
 import json
 import math
+import re
 import shutil
 import sys
 from dataclasses import replace
@@ -104,6 +105,22 @@ def test_samples_that_cannot_be_trained_on(tmp_path, case):
     assert not (tmp_path / "run").exists()
 
 
+def test_trained_test_problems_are_a_warning(tmp_path, capsys):
+    """Three of four test problems are training problems; two of them are in the samples."""
+    first, second, third, *_ = read_rows(TINY / "train.jsonl")
+    write_rows(tmp_path / "train.jsonl", [first, second])
+    write_rows(tmp_path / "test.jsonl", [second, first, third, second])
+    run_small(tmp_path / "run", data=str(tmp_path), iterations=0)
+    assert re.findall("[0-9]+", capsys.readouterr().out) == ["3"]
+    own = [ROW | {"prompt": f"Q: {second['question']}\nA:"}] * 3
+    samples = write_rows(tmp_path / "own.jsonl", own)
+    run_small(tmp_path / "own", data=str(tmp_path), samples=samples)
+    [warning, *_] = capsys.readouterr().out.splitlines()
+    assert re.findall("[0-9]+", warning) == ["2"]
+    run_small(tmp_path / "other", iterations=0)
+    assert "warning" not in capsys.readouterr().out
+
+
 def test_a_task_without_test_problems_is_refused(tmp_path):
     def make_task(settings):
         return replace(gsm8k.gsm8k_task(settings), test=[])
@@ -148,6 +165,12 @@ def make_mamba(folder):
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
 
 
+def add_adapter(folder):
+    """transformers would load the model that the adapter names, in place of this one."""
+    adapter = {"base_model_name_or_path": str(TINY / "base"), "peft_type": "LORA"}
+    (folder / "adapter_config.json").write_text(json.dumps(adapter))
+
+
 NORM = "model.norm.weight"
 MODELS = {  # change of a model's folder -> what the message names
     "missing": (lambda f: change_weights(f, lambda weights: weights.pop(NORM)), NORM),
@@ -156,6 +179,7 @@ MODELS = {  # change of a model's folder -> what the message names
     "NaN": (lambda f: change_weights(f, lambda weights: weights[NORM][3:4].fill_(math.nan)), NORM),
     "infinite": (lambda f: change_weights(f, lambda w: w[NORM][3:4].fill_(-math.inf)), NORM),
     "tied, and has a head": (lambda f: change_weights(f, add_own_head), "lm_head.weight"),
+    "adapter": (add_adapter, "adapter"),
     "FP8": (lambda f: change_json(f / "config.json", quantization_config={"bits": 8}), "quantized"),
     "encoder and decoder": (lambda f: BartConfig().save_pretrained(f), "bart"),
     "no language model": (lambda f: ViTConfig().save_pretrained(f), "vit"),

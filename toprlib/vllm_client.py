@@ -89,7 +89,7 @@ def vllm_engine(
 def _start(model: str, settings: Settings, max_tokens: int, log: Path) -> subprocess.Popen:
     """Start the process, which answers when it has the model. log: for the messages of vLLM."""
     arguments = {
-        "model": _link_model(model, log),
+        "model": model,
         "dtype": settings.dtype,
         "max_model_len": max_tokens,
         "tensor_parallel_size": settings.engine_gpus,
@@ -111,19 +111,6 @@ def _start(model: str, settings: Settings, max_tokens: int, log: Path) -> subpro
             env=_environment(settings.engine_gpus),
             start_new_session=True,  # so that all processes of vLLM can be ended
         )
-
-
-def _link_model(model: str, log: Path) -> str:
-    """A path to a model that is the same for each iteration of a run: a link next to `log`.
-
-    vLLM finds what it has compiled by the path of the model. A hub name is returned as it is.
-    """
-    if not Path(model).is_dir():
-        return model
-    link = log.with_suffix(".model").absolute()
-    link.unlink(missing_ok=True)
-    link.symlink_to(Path(model).absolute())
-    return str(link)
 
 
 def _read_answer(worker: subprocess.Popen, log: Path) -> Any:

@@ -261,8 +261,7 @@ def read_run(run: Run) -> list[dict[str, Any]]:
     """A row for each evaluation of a finished run; none if its loss was not finite.
 
     iteration: of sampling and training; 0: before the first. passes: of this iteration. The vote
-    and pass@k need k answers. The last row also describes the training; the
-    log-ratios are means over its last tenth.
+    and pass@k need k answers. The last row has the realised proportion.
     """
     if (run.folder / DIVERGED).exists():
         return []
@@ -283,7 +282,5 @@ def read_run(run: Run) -> list[dict[str, Any]]:
         rows.append(row)
     if results["iterations"]:
         training = results["iterations"][-1]["training"]
-        rows[-1]["log-ratio of positives"] = training["log_ratio_pos_mean"]
-        rows[-1]["log-ratio of negatives"] = training["log_ratio_neg_mean"]
         rows[-1]["realised proportion"] = training["realised_proportion"]
     return rows

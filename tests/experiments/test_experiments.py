@@ -18,7 +18,7 @@ LEADS = {"SFT_repeated": 0.06, "TOPR": 0.08, "TOPR_50": 0.10, "DPO": -0.02}  # 0
 LEADS["TOPR_50_wrong_answers_moved"] = 0.5  # the control
 BEST_LR = {"naive_REINFORCE": 1e-6, "PPO": 3e-4}  # 3e-5: others
 SEED_EFFECTS = {0: 0.1, 1: -0.1, 100: 0.0}  # on all methods
-TRAINING = {"log_ratio_pos_mean": 1.5, "log_ratio_neg_mean": -1.5, "realised_proportion": 0.7}
+TRAINING = {"realised_proportion": 0.7}
 
 
 def method_of(settings):

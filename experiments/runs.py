@@ -58,8 +58,7 @@ METHOD_SETTINGS: dict[str, dict[str, Any]] = {  # name -> changes to the setting
     "PPO": {"method": "ppo"},
     "DPO": {"method": "dpo"},
     "TIS": {"method": "tis"},
-    # W-REINFORCE: right answers have a tenth of the weight of wrong ones, 0.182 to 1.818
-    "W-REINFORCE": {"method": "reinforce", "baseline": 0.818},
+    "W-REINFORCE": {"method": "reinforce", "baseline": 0.818},  # rewards of 0.182 and -1.818
     "group-mean REINFORCE": {"method": "reinforce", "baseline_from": "group"},
     "AsymRE": {"method": "reinforce", "baseline_from": "mean", "baseline": -0.1},
     "CISPO's cap on sequences": {"limits": (0.0, 1.28, 0.0, 1.28), "baseline_from": "group"},

@@ -66,6 +66,9 @@ def code_blocks(name, language):
 
 def list_commands():
     """The commands of the pages: lines of blocks without a language, and code within a line."""
+    related = (ROOT / "docs/related.md").read_text(encoding="utf-8")
+    for options in re.findall(r"`(--[^`\n]+)`", related):
+        yield f"python train_gsm8k.py {options}"
     programs = "python3?|torchrun|make|topr-conformance"
     for name in PAGES:
         if name.endswith(".md"):

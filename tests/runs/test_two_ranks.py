@@ -9,7 +9,7 @@ from helpers import TWO_ITERATIONS, Command, count_lines, read_rows, wait_until
 
 CHANGES = TWO_ITERATIONS | {"iterations": 1}
 SMALLER = {"problems": 3, "n": 4, "examples": 12, "batch_size": 4, "test_problems": 1}
-PART = "iteration-1/samples.jsonl.part-1"
+SAMPLES = ("iteration-1/samples.jsonl.part-1", "iteration-1/samples.jsonl")  # the part is brief
 METRICS = "iteration-1/metrics.jsonl"
 
 
@@ -30,9 +30,10 @@ def test_killed_rank_ends_the_other_and_the_run_ends_with_the_same_files(tmp_pat
     changes = CHANGES | SMALLER | {"save_every": 1} | changes
     undisturbed = Command(tmp_path / "undisturbed", ranks=2, **changes).finish()
     command = Command(tmp_path / "run", ranks=2, **changes)
-    for file in (PART, METRICS):
+    for names in (SAMPLES, (METRICS,)):
+        files = [command.folder / name for name in names]
         with command.start() as process:
-            wait_until(lambda file=command.folder / file: count_lines(file) >= 1, process)
+            wait_until(lambda files=files: any(map(count_lines, files)), process)
             psutil.Process(process.pid).children()[-1].kill()
             process.join()
             assert process.exitcode != 0
